@@ -1,0 +1,1 @@
+"""Texts to vectors: batches, devices, encoders and the cache that holds them."""

@@ -1,0 +1,123 @@
+"""Linear layers on a CPU, by whichever of torch's two matrix libraries is faster on this processor.
+
+What belongs here: the choice between MKL, which torch calls by default, and oneDNN, which it ships as
+well, and switching a loaded model's layers over. What does not: any other layer, and CUDA.
+"""
+
+import functools
+import platform
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+_LEAST_PRODUCTS = 1 << 24
+"""Multiplications below which oneDNN's preparation costs more than it saves (`python -m benchmarks.linear`)."""
+
+ROWS = 32
+"""oneDNN compiles a kernel for each number of rows and keeps a thousand, 0.2 MB each: multiples of this only."""
+
+_CPU_INFO = Path("/proc/cpuinfo")
+
+_TRIAL = ((128, 64), (96, 64), (96,))
+"""Shapes of the rows, weight and bias that show whether the operation is there and right."""
+
+_Product = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor | None"], "torch.Tensor"]
+
+
+def product_for(rows: "torch.Tensor", weight: "torch.Tensor") -> _Product | None:
+    """Return oneDNN's `rows @ weight.T + bias` where it is the faster one for these, else None.
+
+    *Shape:* rows float[..., inputs]; weight float[outputs, inputs].
+    """
+    if rows.numel() * weight.shape[0] < _LEAST_PRODUCTS or not _plain(rows, weight):
+        return None
+    return None if rows.numel() // weight.shape[1] % ROWS else onednn_product()
+
+
+def rounded_up(rows: int) -> int:
+    """Return the least multiple of `ROWS` that is not less."""
+    return -(-rows // ROWS) * ROWS
+
+
+def switch_layers(library: Any) -> Callable[[], None] | None:
+    """Let every plain linear layer of a loaded model ask `product_for`.
+
+    Returns:
+        A function that undoes it; None where nothing was changed.
+    """
+    import torch
+
+    if library.device.type != "cpu" or onednn_product() is None:
+        return None
+    switched = [module for module in library.modules() if type(module) is torch.nn.Linear]
+    for module in switched:
+        module.__class__ = _layer_type()
+
+    def undo() -> None:
+        for module in switched:
+            module.__class__ = torch.nn.Linear
+
+    return undo
+
+
+@functools.cache
+def onednn_product() -> _Product | None:
+    """Return oneDNN's product where it beats MKL's, else None.
+
+    MKL keeps its best kernels for Intel's own processors. On an AMD EPYC with AVX-512, oneDNN took 5 to
+    14 % less time at the shapes of BERT small to base, 512 rows and more (`python -m benchmarks.linear`).
+    The maker decides and not a measurement at load, so that the same machine gives the same bits.
+    """
+    import torch
+
+    if _maker() != "AuthenticAMD" or not torch.backends.mkldnn.is_available():
+        return None
+    try:
+        operation = torch.ops.mkldnn._linear_pointwise.default
+        rows, weight, bias = (torch.linspace(-1, 1, prod(shape)).view(shape) for shape in _TRIAL)
+        with torch.inference_mode():
+            right = torch.allclose(
+                operation(rows, weight, bias, "none", [], ""), torch.nn.functional.linear(rows, weight, bias), atol=1e-4
+            )
+    except (AttributeError, RuntimeError):
+        # An operation that torch keeps for its compiler: another version may have another one, or none.
+        return None
+    return (lambda rows, weight, bias: operation(rows, weight, bias, "none", [], "")) if right else None
+
+
+def _plain(*tensors: "torch.Tensor") -> bool:
+    """Whether these are float32 tensors in the CPU's memory, which oneDNN's operation wants."""
+    import torch
+
+    return all(tensor.device.type == "cpu" and tensor.dtype is torch.float32 for tensor in tensors)
+
+
+@functools.cache
+def _layer_type() -> Any:
+    import torch
+
+    class OneDnnLinear(torch.nn.Linear):
+        """A linear layer that asks `product_for` first."""
+
+        def forward(self, input: "torch.Tensor") -> "torch.Tensor":
+            """Apply the layer."""
+            if (product := product_for(input, self.weight)) is not None:
+                return product(input, self.weight, self.bias)
+            return torch.nn.functional.linear(input, self.weight, self.bias)
+
+    return OneDnnLinear
+
+
+def _maker() -> str:
+    """Return the processor's vendor as Linux names it, or an empty string."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ""
+    try:
+        lines = _CPU_INFO.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")

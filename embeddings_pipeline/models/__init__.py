@@ -1,0 +1,1 @@
+"""Which model: known names, and the folders and digests behind them."""

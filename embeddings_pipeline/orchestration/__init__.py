@@ -1,0 +1,1 @@
+"""What Dagster sees: the component, assets, checks, jobs, the resource and the executor; no work of its own."""

@@ -1,0 +1,1 @@
+"""Files: locations, sources, strategies, parts and publishing."""

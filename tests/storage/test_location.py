@@ -1,0 +1,132 @@
+"""Names are given to finished files only, and what a dead attempt leaves goes away."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from embeddings_pipeline.errors import LocationNotFoundError
+from embeddings_pipeline.storage.location import Location, Scratch
+
+
+def test_relative_paths_start_at_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert str(Location.parse("a/../b", "f")) == str(tmp_path / "b")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert str(Location.parse("~/x", "f")) == str(tmp_path / "home" / "x")
+
+
+def test_a_file_in_a_package_is_found() -> None:
+    assert Location.parse("package:embeddings_pipeline/samples/works.jsonl", "f").exists()
+    with pytest.raises(LocationNotFoundError, match="model.source 'package:not_there/x' does not exist"):
+        Location.parse("package:not_there/x", "model.source")
+
+
+def test_put_replaces_a_file_as_a_whole_and_makes_its_folder(tmp_path: Path) -> None:
+    target = Location(tmp_path / "out" / "deep" / "file")
+    with Scratch(Location(tmp_path / "out" / "scratch")) as scratch:
+        for text in ("one", "two"):
+            scratch.put_text(target, text)
+            assert target.read_text() == text
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == ["deep", "file"]
+
+
+def test_reading_what_is_not_there_gives_none(tmp_path: Path) -> None:
+    assert Location(tmp_path / "no").read_text() is None
+    assert Location(tmp_path / "no").files() == []
+    assert not Location(tmp_path / "no").delete()
+
+
+def test_scratch_is_gone_after_success_and_after_failure(tmp_path: Path) -> None:
+    parent = Location(tmp_path / "scratch")
+
+    def attempt() -> None:
+        with Scratch(parent) as scratch:
+            scratch.file("half").write_text("x", encoding="utf-8")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        attempt()
+    assert not parent.exists()
+
+
+def test_a_dead_attempts_files_are_swept_and_a_live_ones_are_not(tmp_path: Path) -> None:
+    parent = Location(tmp_path / "scratch")
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from embeddings_pipeline.storage.location import Location, Scratch\n"
+        "with Scratch(Location(Path(sys.argv[1]))) as scratch:\n"
+        "    scratch.file('half').write_text('x'); print('ready', flush=True); time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(parent)], stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        with Scratch(parent):
+            assert Scratch.sweep(parent) == 0
+        assert len(list(parent.path.glob("*/half"))) == 1
+        process.kill()
+        process.wait()
+    with Scratch(parent):
+        assert list(parent.path.glob("*/half")) == []
+    assert not parent.exists()
+
+
+def test_attempts_that_come_and_go_at_once_do_not_disturb_one_another(tmp_path: Path) -> None:
+    """Each sweeps, makes and removes the common parent: the steps between have to stand being interleaved."""
+    parent = Location(tmp_path / "scratch")
+    failures: list[BaseException] = []
+
+    def attempts() -> None:
+        try:
+            for _ in range(60):
+                with Scratch(parent) as scratch:
+                    scratch.file("a").write_text("x", encoding="utf-8")
+                    time.sleep(0)
+                    assert scratch.file("a").read_text(encoding="utf-8") == "x"
+        except (OSError, AssertionError) as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=attempts) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert not parent.exists()
+
+
+def test_a_lock_keeps_others_out_until_it_is_left(tmp_path: Path) -> None:
+    lock = Location(tmp_path / "manifests" / "whole.lock")
+    order: list[str] = []
+
+    def second() -> None:
+        with lock.lock():
+            order.append("second")
+
+    with lock.lock():
+        thread = threading.Thread(target=second)
+        thread.start()
+        time.sleep(0.05)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+def test_empty_folders_are_removed_up_to_a_limit(tmp_path: Path) -> None:
+    deep = tmp_path / "root" / "a" / "b"
+    deep.mkdir(parents=True)
+    (tmp_path / "root" / "kept").touch()
+    Location(deep).delete_if_empty(up_to=Location(tmp_path / "root"))
+    assert [path.name for path in (tmp_path / "root").iterdir()] == ["kept"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
+def test_a_folder_that_may_not_be_read_is_no_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "shut").mkdir(mode=0)
+    with pytest.raises(PermissionError):
+        Location(tmp_path).files()
