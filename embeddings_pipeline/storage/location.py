@@ -7,14 +7,15 @@ A name is only ever given to a finished file: writers fill a file in a `Scratch`
 it, so that a reader never meets half of one.
 """
 
+import contextlib
 import fcntl
 import itertools
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -174,7 +175,8 @@ class Location:
 
     def size(self) -> int | None:
         """Return the bytes of a file, None where there is no file."""
-        return self.path.stat().st_size if self.path.is_file() else None
+        status = _status(self.path)
+        return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else None
 
     def open(self) -> BinaryIO:
         """Open a file for reading."""
@@ -191,25 +193,27 @@ class Location:
     def files(self) -> list[FileEntry]:
         """List the files at or below this location, sorted by name; hidden ones and dead links included.
 
-        A folder that several links lead to is listed once, so that a link to a parent ends the walk.
+        A folder that several links lead to is listed once, so that a link to a parent ends the walk. What another
+        process removes meanwhile may be in the list or not.
 
         Raises:
             OSError: a folder may not be read.
         """
-        if self.path.is_file():
-            return [_entry(self.path, self.path.name)]
         found: list[FileEntry] = []
+        if self.path.is_file():
+            _add_entry(found, self.path, self.path.name)
+            return found
         seen: set[tuple[int, int]] = set()
         for folder, folders, names in os.walk(self.path, followlinks=True, onerror=_raise_unless_gone):
-            status = Path(folder).stat()
-            if (status.st_dev, status.st_ino) in seen:
+            status = _status(Path(folder))
+            if status is None or (status.st_dev, status.st_ino) in seen:
                 folders.clear()
                 continue
             seen.add((status.st_dev, status.st_ino))
             folders.sort()
             for path in (Path(folder) / name for name in names):
                 if path.is_file() or (path.is_symlink() and not path.exists()):
-                    found.append(_entry(path, path.relative_to(self.path).as_posix()))
+                    _add_entry(found, path, path.relative_to(self.path).as_posix())
         return sorted(found, key=lambda entry: entry.name)
 
     def read_text(self) -> str | None:
@@ -290,7 +294,7 @@ class Location:
             if up_to is None or folder == up_to.path:
                 return
 
-    @contextmanager
+    @contextlib.contextmanager
     def lock(self) -> Generator[None]:
         """Hold an exclusive lock on this name; the kernel releases it when the process dies."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -365,6 +369,9 @@ class Scratch:
             try:
                 with alive.open("r+") as opened:
                     fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if not os.fstat(opened.fileno()).st_nlink:
+                        # Swept by another just now; what has its name again is a live attempt's.
+                        continue
                     shutil.rmtree(alive.with_suffix(""), ignore_errors=True)
                     alive.unlink(missing_ok=True)
             except (BlockingIOError, FileNotFoundError):
@@ -382,17 +389,27 @@ def not_text(place: Place) -> ManifestError:
     )
 
 
-def _entry(path: Path, name: str) -> FileEntry:
+def _status(path: Path) -> os.stat_result | None:
+    """Return what the file system knows of a path, of a dead link itself; None where nothing is there (any more)."""
+    for status in (path.stat, path.lstat):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return status()
+    return None
+
+
+def _add_entry(found: list[FileEntry], path: Path, name: str) -> None:
     """Describe a file; bytes of its name that are no UTF-8 are shown as escapes, since names go into files."""
-    status = path.stat() if path.exists() else path.lstat()
+    status = _status(path)
+    if status is None:
+        return
     shown = os.fsencode(name).decode("utf-8", "backslashreplace")
     now = time.time_ns()
     # A time in the future is a person's or another clock's; the change time is always the kernel's.
     changed = status.st_mtime_ns if status.st_mtime_ns <= now else status.st_ctime_ns
     settled = now - changed > _SETTLED_NS
     version = f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}" if settled else ""
-    return FileEntry(
-        name=shown, location=Location(path), size=status.st_size, version=version, modified=status.st_mtime
+    found.append(
+        FileEntry(name=shown, location=Location(path), size=status.st_size, version=version, modified=status.st_mtime)
     )
 
 

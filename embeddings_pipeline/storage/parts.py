@@ -210,7 +210,8 @@ class VectorsWriter:
             return None
         self._writer.close()
         self._writer = None
-        return check_file(self.path, self._schema, self.rows)
+        check_file(self.path, self._schema, self.rows)
+        return file_digest(self.path)
 
 
 def _open_writer(path: Path, schema: pa.Schema, dictionary: Any) -> pq.ParquetWriter:
@@ -218,8 +219,8 @@ def _open_writer(path: Path, schema: pa.Schema, dictionary: Any) -> pq.ParquetWr
     return pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, use_dictionary=dictionary)
 
 
-def check_file(path: Path, schema: pa.Schema, rows: int) -> str:
-    """Compare a vectors file with what it has to hold and return its sha256.
+def check_file(path: Path, schema: pa.Schema, rows: int) -> None:
+    """Compare a vectors file's rows and columns with what it has to hold.
 
     Raises:
         VerificationError: it cannot be read, or rows or schema differ.
@@ -236,7 +237,6 @@ def check_file(path: Path, schema: pa.Schema, rows: int) -> str:
             f"file '{path}' holds {found} rows with columns {found_schema.names}, expected {rows} rows with "
             f"{schema.names}; run the job again, and check the disk if this comes back"
         )
-    return file_digest(path)
 
 
 def file_digest(path: Path) -> str:

@@ -16,6 +16,7 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from embeddings_pipeline.errors import PublishConflictError, VerificationError
 from embeddings_pipeline.records import Counts, dataset_schema
@@ -33,7 +34,7 @@ from embeddings_pipeline.storage.manifests import (
     parse,
 )
 from embeddings_pipeline.storage.merging import merged
-from embeddings_pipeline.storage.parts import Output, check_file, remove_others
+from embeddings_pipeline.storage.parts import Output, check_file, file_digest, remove_others
 from embeddings_pipeline.storage.published import present
 from embeddings_pipeline.storage.vectors import VectorsSeen, check_vectors
 
@@ -283,6 +284,37 @@ def _compare(output: Output, records: RecordsManifest, current: DeliveryManifest
     raise PublishConflictError(output.delivery.name, current.run_id)
 
 
+def _intact(output: Output, scratch: Scratch, folder: Place, part: str, file: DatasetFile) -> tuple[Place, bool, Path]:
+    """Return where a part's file is, whether it is still staged, and a local path with its bytes, which are the part's.
+
+    A staged file with other bytes is removed, so that its part counts as unfinished and is made again.
+
+    Raises:
+        VerificationError: there is no file, or it is not the one that the part wrote.
+    """
+    found = find_file(output, folder, file)
+    if found is None:
+        raise VerificationError(
+            f"part {part} has no file at '{output.root / file.path}'; materialize the corpus's embeddings again"
+        )
+    try:
+        path = found.fetch(scratch.file(f"staged-{part}.parquet"))
+    except FileNotFoundError:
+        # On a store, which has no lock for them, of two runs that publish one part one may come too late.
+        raise VerificationError(
+            f"file '{found}' of part {part} is gone: another run of this delivery took it; run again"
+        ) from None
+    staged = output.relative(found).rpartition("/")[0] != output.relative(folder)
+    if file_digest(path) != file.digest:
+        if staged:
+            found.delete()
+        raise VerificationError(
+            f"file '{found}' is not the one that part {part} wrote (sha256 differs): another run of this delivery "
+            f"wrote it as well, or it is damaged; {'run' if staged else 'delete it and run'} again"
+        )
+    return found, staged, path
+
+
 def _move(
     output: Output, scratch: Scratch, publication: Publication, before: PublishedSet | None, seen: VectorsSeen
 ) -> PublishedSet:
@@ -307,29 +339,9 @@ def _move(
                 )
             files.append(part.file)
             continue
-        found = find_file(output, folder, part.file)
-        if found is None:
-            raise VerificationError(
-                f"part {part.part} has no file at '{output.root / part.file.path}'; "
-                "materialize the corpus's embeddings again"
-            )
-        try:
-            path = found.fetch(scratch.file(f"staged-{part.part}.parquet"))
-        except FileNotFoundError:
-            # On a store, which has no lock for them, of two runs that publish one part one may come too late.
-            raise VerificationError(
-                f"file '{found}' of part {part.part} is gone: another run of this delivery took it; run again"
-            ) from None
+        found, staged, path = _intact(output, scratch, folder, part.part, part.file)
         schema = dataset_schema(part.kind, part.dimensions, part.precision)
-        staged = output.relative(found).rpartition("/")[0] != output.relative(folder)
-        if check_file(path, schema, part.file.rows) != part.file.digest:
-            if staged:
-                # Its part counts as unfinished from here on, so that the next attempt makes it again.
-                found.delete()
-            raise VerificationError(
-                f"file '{found}' is not the one that part {part.part} wrote (sha256 differs): another run of "
-                f"this delivery wrote it as well, or it is damaged; {'run' if staged else 'delete it and run'} again"
-            )
+        check_file(path, schema, part.file.rows)
         check_vectors(path, str(found), schema, seen)
         if staged:
             found = folder / f"part-{number:05d}-{part.file.digest[:16]}.parquet"

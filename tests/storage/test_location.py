@@ -125,6 +125,30 @@ def test_empty_folders_are_removed_up_to_a_limit(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "root").iterdir()] == ["kept"]
 
 
+def test_a_folder_that_another_process_removes_meanwhile_can_be_listed(tmp_path: Path) -> None:
+    root = Location(tmp_path / "staging")
+    files = [root.path / strategy / f"part-{n}.json" for strategy in ("a", "b", "c") for n in range(3)]
+    done = threading.Event()
+
+    def make_and_remove() -> None:
+        while not done.is_set():
+            for file in files:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.touch()
+            root.delete_tree()
+
+    thread = threading.Thread(target=make_and_remove)
+    thread.start()
+    try:
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            assert {entry.name for entry in root.files()} <= {file.relative_to(root.path).as_posix() for file in files}
+            assert (root / "a/part-1.json").size() in {None, 0}
+    finally:
+        done.set()
+        thread.join()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
 def test_a_folder_that_may_not_be_read_is_no_empty_one(tmp_path: Path) -> None:
     (tmp_path / "shut").mkdir(mode=0)

@@ -60,7 +60,7 @@ def test_a_file_without_rows_is_no_file(tmp_path: Path) -> None:
 def test_a_file_is_checked_for_rows_schema_and_readability(tmp_path: Path) -> None:
     file = tmp_path / "v.parquet"
     pq.write_table(pa.table({"text": ["a"]}, schema=SCHEMA), file)
-    assert len(check_file(file, SCHEMA, 1)) == 64
+    check_file(file, SCHEMA, 1)
     with pytest.raises(VerificationError, match="holds 1 rows .* expected 2 rows"):
         check_file(file, SCHEMA, 2)
     with pytest.raises(VerificationError, match="expected 1 rows with"):
