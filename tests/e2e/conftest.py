@@ -28,7 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Say what is missing before `dagster dev` is started for nothing."""
-    chosen = [item for item in session.items if "window" in getattr(item, "fixturenames", ())]
+    here = (item for item in session.items if HERE in item.path.parents)
+    chosen = [item for item in here if "window" in getattr(item, "fixturenames", ())]
     if chosen and not session.config.option.collectonly and ui.browser() is None:
         pytest.exit(ui.MISSING, returncode=4)
 
