@@ -1,7 +1,8 @@
 """Linear layers on a CPU, by whichever of torch's two matrix libraries is faster on this processor.
 
 What belongs here: the choice between MKL, which torch calls by default, and oneDNN, which it ships as
-well, and switching a loaded model's layers over. What does not: any other layer, and CUDA.
+well, and switching a loaded model's layers over, with the GELU that follows one. What does not: any
+other layer, and CUDA.
 """
 
 import functools
@@ -25,7 +26,8 @@ _CPU_INFO = Path("/proc/cpuinfo")
 _TRIAL = ((128, 64), (96, 64), (96,))
 """Shapes of the rows, weight and bias that show whether the operation is there and right."""
 
-_Product = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor | None"], "torch.Tensor"]
+_Product = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor | None", bool], "torch.Tensor"]
+"""Of rows, weight, bias, and whether GELU (the exact one, by the error function) is applied to what comes out."""
 
 
 def product_for(rows: "torch.Tensor", weight: "torch.Tensor") -> _Product | None:
@@ -46,6 +48,9 @@ def rounded_up(rows: int) -> int:
 def switch_layers(library: Any) -> Callable[[], None] | None:
     """Let every plain linear layer of a loaded model ask `product_for`.
 
+    Where a feed-forward block applies GELU to what a layer gives, the layer does so itself: oneDNN computes
+    it while the numbers are still in the cache (`python -m benchmarks.linear`, gelu_ratio), 1 to 2 % of a model's time.
+
     Returns:
         A function that undoes it; None where nothing was changed.
     """
@@ -53,15 +58,33 @@ def switch_layers(library: Any) -> Callable[[], None] | None:
 
     if library.device.type != "cpu" or onednn_product() is None:
         return None
+    blocks = [(module, module.intermediate_act_fn) for module in library.modules() if _applies_gelu(module)]
+    followed = {id(block.dense) for block, _ in blocks}
     switched = [module for module in library.modules() if type(module) is torch.nn.Linear]
     for module in switched:
-        module.__class__ = _layer_type()
+        module.__class__ = _layer_type(id(module) in followed)
+    for block, _ in blocks:
+        block.intermediate_act_fn = torch.nn.Identity()
 
     def undo() -> None:
         for module in switched:
             module.__class__ = torch.nn.Linear
+        for block, activation in blocks:
+            block.intermediate_act_fn = activation
 
     return undo
+
+
+def _applies_gelu(module: Any) -> bool:
+    """Whether a module is the half of a feed-forward block that BERT and its kin share: a linear layer, then GELU."""
+    import torch
+
+    children = dict(module.named_children())
+    return (
+        children.keys() == {"dense", "intermediate_act_fn"}
+        and type(module.dense) is torch.nn.Linear
+        and getattr(module.intermediate_act_fn, "act", None) is torch.nn.functional.gelu
+    )
 
 
 @functools.cache
@@ -78,15 +101,19 @@ def onednn_product() -> _Product | None:
         return None
     try:
         operation = torch.ops.mkldnn._linear_pointwise.default
+
+        def product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gelu: bool) -> torch.Tensor:
+            return operation(rows, weight, bias, "gelu" if gelu else "none", [], "none" if gelu else "")
+
         rows, weight, bias = (torch.linspace(-1, 1, prod(shape)).view(shape) for shape in _TRIAL)
         with torch.inference_mode():
-            right = torch.allclose(
-                operation(rows, weight, bias, "none", [], ""), torch.nn.functional.linear(rows, weight, bias), atol=1e-4
-            )
+            right = torch.nn.functional.linear(rows, weight, bias)
+            wanted = ((False, right), (True, torch.nn.functional.gelu(right)))
+            works = all(torch.allclose(product(rows, weight, bias, gelu), out, atol=1e-4) for gelu, out in wanted)
     except (AttributeError, RuntimeError):
         # An operation that torch keeps for its compiler: another version may have another one, or none.
         return None
-    return (lambda rows, weight, bias: operation(rows, weight, bias, "none", [], "")) if right else None
+    return product if works else None
 
 
 def _plain(*tensors: "torch.Tensor") -> bool:
@@ -97,17 +124,18 @@ def _plain(*tensors: "torch.Tensor") -> bool:
 
 
 @functools.cache
-def _layer_type() -> Any:
+def _layer_type(gelu: bool) -> Any:
     import torch
 
     class OneDnnLinear(torch.nn.Linear):
-        """A linear layer that asks `product_for` first."""
+        """A linear layer that asks `product_for` first, and applies GELU where nothing after it does."""
 
         def forward(self, input: "torch.Tensor") -> "torch.Tensor":
             """Apply the layer."""
             if (product := product_for(input, self.weight)) is not None:
-                return product(input, self.weight, self.bias)
-            return torch.nn.functional.linear(input, self.weight, self.bias)
+                return product(input, self.weight, self.bias, gelu)
+            rows = torch.nn.functional.linear(input, self.weight, self.bias)
+            return torch.nn.functional.gelu(rows) if gelu else rows
 
     return OneDnnLinear
 

@@ -247,7 +247,7 @@ def _product(tokens: "torch.Tensor", rows: slice, weight: "torch.Tensor", buffer
     # oneDNN wants a round number of rows; what is computed of the next block's is thrown away.
     wide = tokens[rows.start : rows.start + rounded_up(count)]
     if (product := product_for(wide, weight)) is not None:
-        return product(wide, weight, None)[:count]
+        return product(wide, weight, None, False)[:count]
     logits = buffer[: count * len(weight)].view(count, len(weight))
     return torch.mm(tokens[rows], weight.T, out=logits)
 

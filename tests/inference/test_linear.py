@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from transformers import BertConfig
+from transformers.models.bert.modeling_bert import BertIntermediate
 
 from embeddings_pipeline.inference import linear
 
@@ -32,6 +34,28 @@ def test_switched_layers_give_the_same_numbers(bias: bool) -> None:
         undo()
         assert type(model[0]) is torch.nn.Linear
         assert torch.equal(model(rows), before)
+
+
+@pytest.mark.usefixtures("on_amd")
+def test_a_gelu_that_follows_is_applied_once_whichever_way_the_layer_is_computed() -> None:
+    config = BertConfig(hidden_size=256, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4)
+    torch.manual_seed(0)
+    block = BertIntermediate(config)
+    other = BertIntermediate(BertConfig(**config.to_dict() | {"hidden_act": "relu"}))
+    model = torch.nn.ModuleList([block, other])
+    model.device = torch.device("cpu")
+    many, few = torch.randn(1, 704, 256), torch.randn(1, 3, 256)
+    with torch.inference_mode():
+        before = [layer(rows) for layer in (block, other) for rows in (many, few)]
+        undo = linear.switch_layers(model)
+        assert undo is not None
+        after = [layer(rows) for layer in (block, other) for rows in (many, few)]
+        for one, two in zip(before, after, strict=True):
+            assert torch.allclose(one, two, atol=1e-5)
+        assert type(block.intermediate_act_fn) is torch.nn.Identity
+        assert type(other.intermediate_act_fn) is not torch.nn.Identity
+        undo()
+        assert torch.equal(block(many), before[0])
 
 
 @pytest.mark.usefixtures("on_amd")
