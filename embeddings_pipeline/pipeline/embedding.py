@@ -37,7 +37,6 @@ from embeddings_pipeline.pipeline.statistics import Statistics
 from embeddings_pipeline.records import Counts, Delivery, EmbedOptions
 from embeddings_pipeline.reports import EmbedReport, PartReport
 from embeddings_pipeline.settings import CorpusSpec, EmbedSettings
-from embeddings_pipeline.storage.location import Scratch
 from embeddings_pipeline.storage.manifests import (
     DatasetFile,
     DeliveryManifest,
@@ -50,6 +49,7 @@ from embeddings_pipeline.storage.manifests import (
 from embeddings_pipeline.storage.parts import Output, VectorsWriter, read_batches, read_text_hashes, write_rejects
 from embeddings_pipeline.storage.published import PublishedRows
 from embeddings_pipeline.storage.rejects import first_rejects
+from embeddings_pipeline.storage.scratch import Scratch
 from embeddings_pipeline.storage.staged import StagedParts
 
 _log = logging.getLogger(__name__)

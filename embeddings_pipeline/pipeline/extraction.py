@@ -22,10 +22,11 @@ from embeddings_pipeline.records import Counts, Delivery
 from embeddings_pipeline.reports import ExtractReport
 from embeddings_pipeline.settings import CorpusSpec, ExtractSettings
 from embeddings_pipeline.storage.collect import collect_work, keep_from_collection
-from embeddings_pipeline.storage.location import FileEntry, Scratch
+from embeddings_pipeline.storage.location import FileEntry
 from embeddings_pipeline.storage.manifests import DeliveryManifest, RecordsManifest, dump, load
 from embeddings_pipeline.storage.parts import Output, remove_others
 from embeddings_pipeline.storage.rejects import first_rejects
+from embeddings_pipeline.storage.scratch import Scratch
 from embeddings_pipeline.storage.slices import KeysWriter, Remembered
 from embeddings_pipeline.storage.sources import READER_VERSION, Listing, reader
 from embeddings_pipeline.storage.strategies import definition_hash

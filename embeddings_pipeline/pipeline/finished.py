@@ -19,7 +19,7 @@ from embeddings_pipeline.pipeline.progress import Progress
 from embeddings_pipeline.pipeline.statistics import Statistics
 from embeddings_pipeline.records import Counts, EmbeddedBatch, EmbedOptions, IntVector, Reject
 from embeddings_pipeline.settings import CorpusSpec
-from embeddings_pipeline.storage.location import Place, Scratch
+from embeddings_pipeline.storage.location import Place
 from embeddings_pipeline.storage.manifests import (
     DatasetFile,
     DeliveryManifest,
@@ -32,6 +32,7 @@ from embeddings_pipeline.storage.manifests import (
 from embeddings_pipeline.storage.parts import Output, read_keys
 from embeddings_pipeline.storage.publish import find_file
 from embeddings_pipeline.storage.published import KEY_COLUMNS, PublishedRows
+from embeddings_pipeline.storage.scratch import Scratch
 from embeddings_pipeline.storage.staged import StagedParts
 
 

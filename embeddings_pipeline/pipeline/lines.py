@@ -18,9 +18,10 @@ from embeddings_pipeline.pipeline.limits import in_a_sentence
 from embeddings_pipeline.pipeline.preflight import output_of
 from embeddings_pipeline.records import Delivery
 from embeddings_pipeline.settings import CorpusSpec
-from embeddings_pipeline.storage.location import Location, Place, Scratch
+from embeddings_pipeline.storage.location import Location, Place
 from embeddings_pipeline.storage.manifests import DeliveryManifest, load
 from embeddings_pipeline.storage.s3 import locate
+from embeddings_pipeline.storage.scratch import Scratch
 from embeddings_pipeline.storage.timdex import key_parts
 
 _COMPRESSED_OTHERWISE = (".bz2", ".xz", ".zst", ".zstd", ".lz4")

@@ -13,9 +13,10 @@ from typing import Any
 from embeddings_pipeline.records import Reason, Record, Reject, Text
 from embeddings_pipeline.settings import CorpusSpec, ExtractSettings
 from embeddings_pipeline.storage.index import SeenKeys, key_hashes
-from embeddings_pipeline.storage.location import FileEntry, Scratch
+from embeddings_pipeline.storage.location import FileEntry
 from embeddings_pipeline.storage.manifests import RecordsPart, SourceSlice
 from embeddings_pipeline.storage.parts import Output, RecordsPartWriter, write_rejects
+from embeddings_pipeline.storage.scratch import Scratch
 from embeddings_pipeline.storage.slices import KeysWriter, Remembered, repeated_digest
 from embeddings_pipeline.storage.sources import Chunk, Reader
 from embeddings_pipeline.storage.strategies import Unusable, hash_text, renderer

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 
 from embeddings_pipeline.errors import LocationUnavailableError
 from embeddings_pipeline.records import Delivery
-from embeddings_pipeline.storage.location import FileEntry, Location, Place, Scratch
+from embeddings_pipeline.storage.location import FileEntry, Location, Place
 from embeddings_pipeline.storage.manifests import DeliveryManifest, RecordsManifest, dump, load, published_deliveries
 from embeddings_pipeline.storage.parts import Output
 from embeddings_pipeline.storage.publish import remove_exports
+from embeddings_pipeline.storage.scratch import Scratch
 
 ORPHAN_SECONDS = 7 * 24 * 3600.0
 """Older than any run: what an object store holds for so long and no manifest names belongs to no live attempt."""

@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 
 from embeddings_pipeline.errors import ManifestError, VerificationError
 from embeddings_pipeline.storage.index import Hashes, SeenKeys, key_hashes
-from embeddings_pipeline.storage.location import Place, Scratch
+from embeddings_pipeline.storage.location import Place
 from embeddings_pipeline.storage.manifests import DatasetFile, PublishedSet
 from embeddings_pipeline.storage.parts import Output, VectorsWriter
 from embeddings_pipeline.storage.published import is_there
+from embeddings_pipeline.storage.scratch import Scratch
 
 
 def merged(output: Output, scratch: Scratch, before: PublishedSet, after: PublishedSet) -> PublishedSet:

@@ -19,8 +19,9 @@ import pyarrow.parquet as pq
 
 from embeddings_pipeline.errors import LocationOwnedError, ManifestError, VerificationError
 from embeddings_pipeline.records import RECORDS_SCHEMA, REJECTS_SCHEMA, Delivery, Reject, Text
-from embeddings_pipeline.storage.location import Location, Place, Scratch
+from embeddings_pipeline.storage.location import Location, Place
 from embeddings_pipeline.storage.names import folder_of
+from embeddings_pipeline.storage.scratch import Scratch
 
 ROW_GROUP_BYTES = 64 << 20
 """Upper bound of a row group before compression: a reader that takes one at a time stays small."""

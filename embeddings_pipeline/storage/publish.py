@@ -22,7 +22,7 @@ from embeddings_pipeline.errors import PublishConflictError, VerificationError
 from embeddings_pipeline.records import Counts, dataset_schema
 from embeddings_pipeline.reports import VectorFacts
 from embeddings_pipeline.storage import timdex
-from embeddings_pipeline.storage.location import Location, Place, Scratch
+from embeddings_pipeline.storage.location import Location, Place
 from embeddings_pipeline.storage.manifests import (
     DatasetFile,
     DeliveryManifest,
@@ -36,6 +36,7 @@ from embeddings_pipeline.storage.manifests import (
 from embeddings_pipeline.storage.merging import merged
 from embeddings_pipeline.storage.parts import Output, check_file, file_digest, remove_others
 from embeddings_pipeline.storage.published import present
+from embeddings_pipeline.storage.scratch import Scratch
 from embeddings_pipeline.storage.vectors import VectorsSeen, check_vectors
 
 _EMBEDDINGS = "data/embeddings"

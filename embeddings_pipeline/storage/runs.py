@@ -12,9 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from embeddings_pipeline.errors import ColumnError, SourceUnreadableError, StorageError
-from embeddings_pipeline.storage.location import FileEntry, Scratch
+from embeddings_pipeline.storage.location import FileEntry
 from embeddings_pipeline.storage.parquet import open_parquet, readable
 from embeddings_pipeline.storage.parts import Output
+from embeddings_pipeline.storage.scratch import Scratch
 
 _FORMAT = 1
 _ROWS_AT_A_TIME = 65_536

@@ -10,9 +10,10 @@ the folder is listed once, and its manifests are read side by side.
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from embeddings_pipeline.storage.location import FileEntry, Place, Scratch
+from embeddings_pipeline.storage.location import FileEntry, Place
 from embeddings_pipeline.storage.manifests import DatasetFile, KeptParts, PartManifest, dump, load
 from embeddings_pipeline.storage.parts import Output
+from embeddings_pipeline.storage.scratch import Scratch
 
 _KEPT = "kept.json"
 _READERS = 16

@@ -135,3 +135,32 @@ def moment(graphql: GraphQL, run: str, *kinds: str) -> int:
     """Return when the one event of these kinds was."""
     (found,) = [int(event["timestamp"]) for event in graphql.events(run) if event["__typename"] in kinds]
     return found
+
+
+def test_a_run_whose_process_is_killed_is_started_again_by_the_daemon_and_resumes(stage: Stage, graphql: GraphQL):
+    output = stage.data / "lost-out"
+    write_lines(stage.data / "lost.jsonl", records("lost", 900, words=60))
+    declare(stage.corpora, "lost", stage.data / "lost.jsonl", output, part_texts=75)
+    graphql.reload()
+    first = graphql.launch("lost_job")
+
+    def finished_parts() -> int:
+        assert not graphql.run(first).finished, graphql.errors(first)
+        return len(list((output / "staging").rglob("part-*.json")))
+
+    eventually(lambda: finished_parts() >= 2, 300, "two finished parts")
+    for process in stage.run_workers():
+        process.kill()
+    assert graphql.finish(first, 150).status == "FAILURE"
+    eventually(lambda: not stage.run_workers(), 15, "the processes of the killed run to be gone")
+    again = eventually(
+        lambda: next((run for run in graphql.runs("lost_job") if run.parent == first), None),
+        150,
+        "the daemon to start the killed run again",
+    )
+    done = graphql.finish(again.id, 300)
+    assert done.status == "SUCCESS", graphql.errors(again.id)
+    assert done.tags["dagster/retry_number"] == "1"
+    metadata = graphql.materialization(again.id, "lost/embeddings")
+    assert 2 <= metadata["parts_resumed"] < 12
+    assert metadata["read"] == metadata["embedded"] == rows(output) == 900

@@ -8,7 +8,8 @@ import pytest
 
 from embeddings_pipeline.storage import collect
 from embeddings_pipeline.storage.collect import ORPHAN_SECONDS, collect_work, keep_from_collection
-from embeddings_pipeline.storage.location import Location, Scratch
+from embeddings_pipeline.storage.location import Location
+from embeddings_pipeline.storage.scratch import Scratch
 from embeddings_pipeline.storage.verify import verify
 from tests.fakes import Bench, works
 from tests.s3 import S3Bench

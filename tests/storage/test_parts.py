@@ -8,8 +8,9 @@ import pytest
 
 from embeddings_pipeline.errors import LocationOwnedError, VerificationError
 from embeddings_pipeline.records import RECORDS_SCHEMA, Delivery, dataset_schema
-from embeddings_pipeline.storage.location import Location, Scratch
+from embeddings_pipeline.storage.location import Location
 from embeddings_pipeline.storage.parts import Output, VectorsWriter, check_file, read_batches, remove_others
+from embeddings_pipeline.storage.scratch import Scratch
 
 SCHEMA = pa.schema([pa.field("text", pa.string())])
 

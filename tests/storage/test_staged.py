@@ -6,9 +6,9 @@ import pytest
 
 from embeddings_pipeline.errors import ManifestError
 from embeddings_pipeline.records import Counts
-from embeddings_pipeline.storage.location import Scratch
 from embeddings_pipeline.storage.manifests import DatasetFile, PartManifest, dump
 from embeddings_pipeline.storage.parts import Output
+from embeddings_pipeline.storage.scratch import Scratch
 from embeddings_pipeline.storage.staged import StagedParts
 from tests.fakes import Bench
 

@@ -204,7 +204,7 @@ def test_gc_leaves_records_that_are_not_published_and_what_a_live_attempt_has_st
     bench.put("a.jsonl", works(7))
     bench.extract()
     bench.embed()
-    from embeddings_pipeline.storage.location import Scratch
+    from embeddings_pipeline.storage.scratch import Scratch
 
     with Scratch(bench.output.scratch):
         assert cleanup.gc(bench.spec(), older_than=-1).staging == 0
