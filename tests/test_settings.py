@@ -52,6 +52,25 @@ def test_a_right_spec_has_the_defaults_of_the_design() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"model": "minilm"}, 'model: "minilm" has no fields; write {name: …} (fields here: name, source, kind,'),
+        (
+            {"strategies": ["full_record"]},
+            'strategies[0]: "full_record" has no fields; write {name: …} (fields here: name',
+        ),
+        ({"output": "/data/out"}, 'output: "/data/out" has no fields; write {location: …}'),
+        ({"source": None}, "source: null has no fields; write {kind: …}"),
+        ({"strategies": "full_record"}, "strategies is \"full_record\"; write a list, one '- …' for each"),
+    ],
+)
+def test_a_value_where_fields_or_a_list_belong_is_refused_with_what_to_write(
+    changes: dict[str, Any], message: str
+) -> None:
+    assert refusal(changes).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
         ({"name": "Catalogue"}, "name: 'Catalogue' does not match ^[a-z][a-z0-9_]*$; use lower-case letters"),
         ({"name": "1st"}, "name: '1st' does not match"),
         ({"name": 7}, "name is 7: input should be a valid string"),
@@ -99,8 +118,8 @@ def test_a_right_spec_has_the_defaults_of_the_design() -> None:
         ({"output": {"location": "x", "encryption": "AES256"}}, "'x' is no s3:// location; remove s3, encryption"),
         ({"output": {"location": "s3://b/x", "kms_key": "k"}}, "kms_key is 'k', which belongs to encryption: aws:kms"),
         ({"max_rejects": {"share": 2}}, "max_rejects.share is 2: input should be less than or equal to 1"),
-        ({"max_rejects": 5}, "max_rejects is 5: input should be a valid dictionary"),
-        ({"source": "folder"}, 'source is "folder": input should be'),
+        ({"max_rejects": 5}, "max_rejects: 5 has no fields; write {count: …}"),
+        ({"source": "folder"}, 'source: "folder" has no fields; write {kind: …}'),
     ],
 )
 def test_a_wrong_field_is_named_with_its_value_and_what_is_right(changes: dict[str, Any], message: str) -> None:
@@ -154,7 +173,7 @@ def test_an_unknown_field_is_refused_with_the_nearest_one(changes: dict[str, Any
 
 @pytest.mark.parametrize("attributes", [None, [], "text", 7])
 def test_attributes_that_are_no_mapping_are_refused(attributes: Any) -> None:
-    with pytest.raises(CorpusSpecError, match="corpus file x: attributes is .*: input should be"):
+    with pytest.raises(CorpusSpecError, match="corpus file x: attributes: .* has no fields; write {name: …}"):
         CorpusSpec.parse(attributes, "x")
 
 

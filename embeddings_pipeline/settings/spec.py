@@ -23,9 +23,11 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_fields(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
+        if isinstance(data, cls):
             return data
         known = list(cls.model_fields)
+        if not isinstance(data, Mapping):
+            raise ValueError(f"{_shown(data)} has no fields; write {{{known[0]}: …}} (fields here: {', '.join(known)})")
         for name in data:
             if name in cls.not_built_yet:
                 raise ValueError(f"the field '{name}' is not built yet; remove it (fields here: {', '.join(known)})")
@@ -47,6 +49,8 @@ def sentence(item: Any) -> str:
             return f"{path}: {message}"
         case "missing":
             return f"{path} is missing; add it"
+        case "tuple_type" | "list_type":
+            return f"{path} is {_shown(item['input'])}; write a list, one '- …' for each"
         case _:
             return f"{path} is {_shown(item['input'])}: {item['msg'][:1].lower()}{item['msg'][1:]}"
 
