@@ -17,6 +17,7 @@ from embeddings_pipeline.settings import StrategySpec
 from embeddings_pipeline.storage.casting import Misfit, declared
 from embeddings_pipeline.storage.fields import column_of, find_field
 from embeddings_pipeline.storage.location import FileEntry
+from embeddings_pipeline.storage.wording import described
 
 _log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ def make_record(
     if isinstance(key, int) and not isinstance(key, bool):
         key = str(key)
     if not isinstance(key, str):
-        detail = f"the key field '{id_field}' holds a {type(key).__name__}, not text or a whole number"
+        detail = f"the key field '{id_field}' holds {described(key)}, not text or a whole number"
         return Record(None, values, position, (Reason.BAD_KEY, detail))
     if not encodable(key):
         shown = key.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -13,6 +13,7 @@ from embeddings_pipeline.records import Reason, Record
 from embeddings_pipeline.settings import SourceSpec
 from embeddings_pipeline.storage.chunks import make_record
 from embeddings_pipeline.storage.location import FileEntry
+from embeddings_pipeline.storage.wording import described, json_problem
 
 _SUFFIXES = (".json", ".json.gz", ".json.zst", ".json.zstd")
 _FIRST_LINES = 2
@@ -58,7 +59,7 @@ def _records(spec: SourceSpec, file: FileEntry, data: bytes) -> Iterator[Record]
     try:
         document: Any = json.loads(data.decode(spec.encoding))
     except (ValueError, RecursionError) as error:
-        detail = f"the file is no JSON document and no JSON lines: {error}"
+        detail = f"the file is no JSON document and no JSON lines: {json_problem(error)}"
         yield Record(None, {}, file.name, (Reason.UNPARSABLE, detail))
         return
     items = document if isinstance(document, list) else [document]
@@ -67,5 +68,5 @@ def _records(spec: SourceSpec, file: FileEntry, data: bytes) -> Iterator[Record]
         if isinstance(item, dict):
             yield make_record(item, spec.id, position, spec.types)
         else:
-            detail = f"the document holds a JSON {type(item).__name__} where an object is needed"
+            detail = f"the document holds {described(item)} where an object is needed"
             yield Record(None, {}, position, (Reason.UNPARSABLE, detail))

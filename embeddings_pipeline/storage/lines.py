@@ -32,6 +32,7 @@ from embeddings_pipeline.storage.chunks import (
 from embeddings_pipeline.storage.documents import document_records
 from embeddings_pipeline.storage.fields import field_names
 from embeddings_pipeline.storage.location import FileEntry
+from embeddings_pipeline.storage.wording import described, json_problem
 
 _PEEKED_RECORDS = 1000
 """How many JSONL records have to lack a named field before it counts as missing."""
@@ -224,8 +225,8 @@ class JsonlReader(LineReader):
         except UnicodeDecodeError as error:
             return self._not_encoded(line[error.start], error.start + 1, position)
         except (ValueError, RecursionError) as error:
-            return Record(None, {}, position, (Reason.UNPARSABLE, f"the line is no JSON: {error}"))
+            return Record(None, {}, position, (Reason.UNPARSABLE, f"the line is no JSON: {json_problem(error)}"))
         if not isinstance(values, dict):
-            kind = type(values).__name__
-            return Record(None, {}, position, (Reason.UNPARSABLE, f"the line holds a JSON {kind}, not an object"))
+            detail = f"the line holds {described(values)}, not an object"
+            return Record(None, {}, position, (Reason.UNPARSABLE, detail))
         return make_record(values, self._id, position, self._types)

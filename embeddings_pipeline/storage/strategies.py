@@ -20,6 +20,7 @@ from embeddings_pipeline.records import Reason
 from embeddings_pipeline.settings import StrategySpec
 from embeddings_pipeline.storage.casting import Misfit
 from embeddings_pipeline.storage.fields import find_field
+from embeddings_pipeline.storage.wording import described
 
 RENDERER_VERSION = 1
 """Part of a strategy's identity: raised when the same record would give another text."""
@@ -126,13 +127,8 @@ def _as_text(name: str, value: Any, *, numbers: bool) -> str | None:
     elif numbers and isinstance(value, bool | int | dt.date):
         return _to_json(value, ascii_only=False).strip('"')
     raise Unusable(
-        Reason.NOT_TEXT, f"the field '{name}' holds {_described(value)}, not text; use full_record or repair the field"
+        Reason.NOT_TEXT, f"the field '{name}' holds {described(value)}, not text; use full_record or repair the field"
     )
-
-
-def _described(value: Any) -> str:
-    names = {bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
-    return names.get(type(value), f"a {type(value).__name__}")
 
 
 def _to_json(value: Any, ascii_only: bool) -> str:

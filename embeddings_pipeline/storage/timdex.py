@@ -21,6 +21,7 @@ from embeddings_pipeline.settings import SourceSpec, StrategySpec
 from embeddings_pipeline.storage.chunks import ROWS_AT_A_TIME, RecordsChunk, try_open
 from embeddings_pipeline.storage.location import FileEntry
 from embeddings_pipeline.storage.parquet import open_parquet, readable
+from embeddings_pipeline.storage.wording import described, json_problem
 
 KEY = ("timdex_record_id", "run_id", "run_record_offset")
 _FACTS = (*KEY, "source", "run_type", "action", "run_timestamp")
@@ -165,9 +166,9 @@ def record_of(values: Mapping[str, Any], position: str) -> Record:
     try:
         found = json.loads(data)
     except (TypeError, ValueError, RecursionError) as error:
-        return Record(key, {}, position, (Reason.UNPARSABLE, f"transformed_record is no JSON: {error}"))
+        return Record(key, {}, position, (Reason.UNPARSABLE, f"transformed_record is no JSON: {json_problem(error)}"))
     if not isinstance(found, dict):
-        detail = f"transformed_record holds a JSON {type(found).__name__}, not an object"
+        detail = f"transformed_record holds {described(found)}, not an object"
         return Record(key, {}, position, (Reason.UNPARSABLE, detail))
     return Record(key, found, position)
 

@@ -352,11 +352,11 @@ def test_a_file_without_records_gives_none(bench: Bench, content: bytes) -> None
     [
         (b'{"id": "b", "title": "cut of', "no JSON"),
         (b'{"id": "\xff"}', r"not UTF-8 \(byte 0xff at 9\)"),
-        (b'["a", "list"]', "a JSON list, not an object"),
-        (b'"text"', "a JSON str, not an object"),
-        (b"null", "a JSON NoneType, not an object"),
-        (b"[" * 100_000, "no JSON"),
-        (b'{"id": ' + b"9" * 5000 + b"}", "no JSON"),
+        (b'["a", "list"]', "holds a list, not an object"),
+        (b'"text"', "holds text, not an object"),
+        (b"null", "holds null, not an object"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"id": ' + b"9" * 5000 + b"}", "has over 4,300 digits"),
         (b'{"id": "b"} trailing', "no JSON"),
     ],
 )
