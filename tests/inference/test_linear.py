@@ -13,6 +13,7 @@ from embeddings_pipeline.inference import linear
 @pytest.fixture
 def on_amd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(linear, "_maker", lambda: "AuthenticAMD")
+    monkeypatch.setattr(linear, "_instructions", lambda: "AVX512")
     linear.onednn_product.cache_clear()
     yield
     linear.onednn_product.cache_clear()
@@ -74,9 +75,14 @@ def test_what_does_not_profit_is_left_to_torch(rows: torch.Tensor) -> None:
     assert linear.product_for(rows, weight) is None
 
 
-@pytest.mark.parametrize("vendor", ["GenuineIntel", ""])
-def test_other_processors_keep_torchs_own_product(monkeypatch: pytest.MonkeyPatch, vendor: str) -> None:
+@pytest.mark.parametrize(
+    ("vendor", "instructions"), [("GenuineIntel", "AVX512"), ("", "DEFAULT"), ("AuthenticAMD", "AVX2")]
+)
+def test_other_processors_keep_torchs_own_product(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, instructions: str
+) -> None:
     monkeypatch.setattr(linear, "_maker", lambda: vendor)
+    monkeypatch.setattr(linear, "_instructions", lambda: instructions)
     linear.onednn_product.cache_clear()
     try:
         assert linear.onednn_product() is None
