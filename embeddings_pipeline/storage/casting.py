@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embeddings_pipeline.storage.fields import find_field, has_field, with_field
+from embeddings_pipeline.storage.wording import described
 
 _MOST_DIGITS = 40
 _TRUTHS = {"true": True, "false": False, "1": True, "0": False}
@@ -49,7 +50,7 @@ def _cast(name: str, value: Any, kind: str) -> Any:
     except (ValueError, TypeError, OverflowError, decimal.InvalidOperation):
         shown = repr(value)
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        return Misfit(f"the field '{name}' holds {_kind_of(value)}, {shown}, which is no {kind}")
+        return Misfit(f"the field '{name}' holds {described(value)}, {shown}, which is no {kind}")
 
 
 def _whole(value: Any) -> int | None:
@@ -131,8 +132,3 @@ _CASTS: Mapping[str, Callable[[Any], Any]] = {
     "date": _day,
     "timestamp": _moment,
 }
-
-
-def _kind_of(value: Any) -> str:
-    names = {bool: "a boolean", str: "a text", list: "a list", dict: "an object", bytes: "bytes", dt.date: "a date"}
-    return names.get(type(value), "a number" if isinstance(value, int | float | decimal.Decimal) else "a value")

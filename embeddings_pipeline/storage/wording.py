@@ -4,23 +4,29 @@ What belongs here: the names of types and the reasons why something is no JSON, 
 does not: which of them is a reject.
 """
 
+import datetime as dt
+import decimal
 import json
 from typing import Any
 
 _TYPES: dict[type, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a fractional number",
-    str: "text",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    decimal.Decimal: "a number",
+    str: "a text",
+    bytes: "bytes",
     list: "a list",
     dict: "an object",
+    dt.date: "a date",
+    dt.datetime: "a time",
     type(None): "null",
 }
 
 
 def described(value: Any) -> str:
-    """Return what a value is, as JSON names it."""
-    return _TYPES.get(type(value), f"a {type(value).__name__}")
+    """Return what a value is."""
+    return _TYPES.get(type(value), "a value")
 
 
 def json_problem(error: Exception) -> str:

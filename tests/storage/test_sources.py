@@ -353,7 +353,7 @@ def test_a_file_without_records_gives_none(bench: Bench, content: bytes) -> None
         (b'{"id": "b", "title": "cut of', "no JSON"),
         (b'{"id": "\xff"}', r"not UTF-8 \(byte 0xff at 9\)"),
         (b'["a", "list"]', "holds a list, not an object"),
-        (b'"text"', "holds text, not an object"),
+        (b'"text"', "holds a text, not an object"),
         (b"null", "holds null, not an object"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"id": ' + b"9" * 5000 + b"}", "has over 4,300 digits"),

@@ -137,7 +137,7 @@ def test_a_record_that_gives_no_text_says_why(make: Any, values: dict[str, Any],
 
 
 def test_fields_takes_no_numbers_since_they_have_no_one_spelling() -> None:
-    with pytest.raises(Unusable, match="the field 'a' holds a whole number, not text; use full_record"):
+    with pytest.raises(Unusable, match="the field 'a' holds a number, not text; use full_record"):
         render(fields("a"), {"a": 1})
 
 

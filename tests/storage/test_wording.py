@@ -11,16 +11,16 @@ from embeddings_pipeline.storage.wording import described, json_problem
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (True, "true or false"),
-        (7, "a whole number"),
-        (1.0, "a fractional number"),
-        ("x", "text"),
+        (True, "a boolean"),
+        (7, "a number"),
+        (1.5, "a number"),
+        ("x", "a text"),
         ([], "a list"),
         ({}, "an object"),
         (None, "null"),
     ],
 )
-def test_a_value_is_named_as_json_names_it(value: Any, words: str) -> None:
+def test_a_value_is_named_without_pythons_terms(value: Any, words: str) -> None:
     assert described(value) == words
 
 
